@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.asyncio_queue import AsyncQueue
+from holdfast.asyncio_queue import IN_A_ROW_MAX, AsyncQueue
 from holdfast.history.entries import MessageId
 from holdfast.history.full_history import FullHistory
 from holdfast.journal.active import as_content
@@ -243,16 +243,18 @@ class AsyncActiveJournal:
     async def append_text(self, content: str) -> None:
         """As `ActiveJournal.append_text`."""
         queue = self._queue
-        if queue.alone and queue.straight_through(self._step.append_text, content):
-            return
-        await queue.append(self._step, TEXT, content)
+        if queue.open_steps > 1 or not queue.straight_through(self._step, TEXT, content):
+            await queue.append(self._step, TEXT, content)
+        elif queue.in_a_row > IN_A_ROW_MAX:
+            await queue.give_way()
 
     async def append_thinking(self, content: str) -> None:
         """As `ActiveJournal.append_thinking`."""
         queue = self._queue
-        if queue.alone and queue.straight_through(self._step.append_thinking, content):
-            return
-        await queue.append(self._step, THINKING, content)
+        if queue.open_steps > 1 or not queue.straight_through(self._step, THINKING, content):
+            await queue.append(self._step, THINKING, content)
+        elif queue.in_a_row > IN_A_ROW_MAX:
+            await queue.give_way()
 
     async def append_args(self, call_id: str, fragment: str) -> None:
         """As `ActiveJournal.append_args`."""

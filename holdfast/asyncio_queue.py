@@ -22,7 +22,7 @@ from holdfast.journal.group_commit import Append, Call, GroupWriter, Job, commit
 from holdfast.journal.writer import StepWriter
 
 T = TypeVar("T")
-IN_A_ROW_MAX = 64  # Appends straight through; then one waits for the loop to go round.
+IN_A_ROW_MAX = 64  # Appends straight through; then the loop goes round once.
 QUEUE_MAX = 8192  # Accepted and not yet on record: past it a producer waits, and memory stays flat.
 
 
@@ -31,6 +31,7 @@ class AsyncQueue:
 
     def __init__(self, engine: SqliteEngine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
+        engine.patience.postpone = self._postpone
         self._loop = loop
         self._writer = GroupWriter(engine, self._finished)
         self._handed_over = 0  # Jobs that the writer thread has: nobody may overtake them.
@@ -40,36 +41,36 @@ class AsyncQueue:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._on_loop = not engine.durability.deltas_sync
         self._closed = False
-        self._in_a_row = 0
+        self.in_a_row = 0  # appends that went straight through since the loop last went round
         self.open_steps = 0
 
-    @property
-    def alone(self) -> bool:
-        """Whether an append may go straight through: one stream, nothing before it."""
-        return self.open_steps <= 1 and self._accepted == 0 and self._on_loop
+    def straight_through(self, writer: StepWriter, kind: str, content: str) -> bool:
+        """Append here and now; False if the loop would have to wait for somebody.
 
-    def straight_through(self, append: Callable[[str], None], content: str) -> bool:
-        """Try the append here and now; False if the loop would have to wait for somebody.
-
-        Now and then it is the others who wait: a producer that never suspends by itself would
-        keep timers, other tasks, cancellation and Ctrl-C from ever having their turn.
+        Nothing may stand before it, and no other stream be open: others would gain by sharing.
         """
-        self._in_a_row += 1
-        if self._in_a_row > IN_A_ROW_MAX:
-            self._in_a_row = 0
+        engine = self._engine
+        if self._accepted or not self._on_loop or engine.in_doubt:
             return False
-        lock = self._engine.lock
-        if not lock.acquire(blocking=False):
+        if not engine.lock.acquire(blocking=False):
             return False
-        self._engine.patience.waits = False
+        engine.patience.waits = False
         try:
-            append(content)
-            return True
+            writer._append(kind, content)
         except StoreBusy:
             return False
         finally:
-            self._engine.patience.waits = True
-            lock.release()
+            engine.patience.waits = True
+            engine.lock.release()
+        self.in_a_row += 1
+        return True
+
+    async def give_way(self) -> None:
+        """Let the loop go round: a producer that never suspends by itself would keep timers, other
+        tasks, cancellation and Ctrl-C from ever having their turn.
+        """
+        self.in_a_row = 0
+        await asyncio.sleep(0)
 
     def append(
         self, writer: StepWriter, kind: str, content: str, call_id: str | None = None
@@ -145,13 +146,19 @@ class AsyncQueue:
         if len(tick) == 1:
             self._loop.call_soon(self._flush)
 
+    def _postpone(self, work: Callable[[], object]) -> None:
+        """Have long work done in the writer thread; nobody waits for it by name."""
+        self._calls += 1
+        self._accept(Call(work, self._loop.create_future()))
+
     def _flush(self) -> None:
         """The tick is over: commit here what may be committed here, hand over the rest."""
         jobs: Sequence[Job] = self._tick
         self._tick = []
         only_appends, self._calls = self._calls == 0, 0
         try:
-            if only_appends and self._on_loop and self._handed_over == 0:
+            at_once = self._on_loop and self._handed_over == 0 and not self._engine.in_doubt
+            if only_appends and at_once:
                 jobs = self._commit_here(cast(list[Append], jobs))
             if jobs:
                 self._handed_over += len(jobs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -159,9 +160,12 @@ def leave_log_on_close(db: apsw.Connection) -> None:
 
 
 class Patience:
-    """Whether a connection waits for others; an event loop must not."""
+    """Whether whoever calls may wait, for others and for long work; an event loop must not."""
 
-    waits = True
+    def __init__(self) -> None:
+        self.waits = True
+        # Hands work over to somebody who may wait, where the caller may not.
+        self.postpone: Callable[[Callable[[], object]], object] = lambda work: work()
 
 
 def wait_when_busy(db: apsw.Connection) -> Patience:

@@ -184,7 +184,7 @@ class Core(Log):
         try:
             if self._full is None:
                 undo_interrupted(self._db)
-            if self._in_doubt:
+            if self.in_doubt:
                 self.heal_log()
             if self._full is not full:
                 self._full = None  # Unknown, should a signal handler raise behind the next line.

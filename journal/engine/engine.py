@@ -177,7 +177,7 @@ class SqliteEngine(
                     # write to would only have to grow again.
                     mode = apsw.SQLITE_CHECKPOINT_TRUNCATE
                     self.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE if self._has_company() else mode)
-                if self._in_doubt:
+                if self.in_doubt:
                     self._mark_failed()
 
     def close(self) -> None:

@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import TYPE_CHECKING
 
 import apsw
 
 from holdfast.journal.locations import Location
 from holdfast.journal.observers import Observer, StoreEvent
+
+if TYPE_CHECKING:
+    from holdfast.journal.engine.connection import Patience
 
 log = logging.getLogger("holdfast")
 
@@ -37,11 +41,12 @@ class Log:
     location: Location | None
     lock: threading.RLock
     observer: Observer | None
+    patience: Patience
     _db: apsw.Connection
     _vfs: str | None
 
     def __init__(self) -> None:
-        self._in_doubt = False
+        self.in_doubt = False  # The next write makes the log sound first, which takes a while.
         self._pages = 0  # since the log was last emptied; appends estimate, writes count
         self._written_before = 0
         # Whether SQLite syncs each commit now; None: to be set before the next write.
@@ -56,14 +61,14 @@ class Log:
 
     def _doubt_log(self) -> None:
         """A write failed. The next one goes through `_level`, appends included, and heals first."""
-        self._in_doubt = self.location is not None
+        self.in_doubt = self.location is not None
         self._full = None
 
     def heal_log(self) -> None:
         """Make the log sound again, on this store's own connection."""
         if self.location is not None:
             heal(self._db, self.location, self._vfs)
-        self._in_doubt = False
+        self.in_doubt = False
 
     # --- length ---------------------------------------------------------------------------------
 
@@ -90,8 +95,12 @@ class Log:
                 pages = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
             except apsw.Error:
                 return
-            if pages >= LOG_CAP_PAGES:
+            if pages < LOG_CAP_PAGES:
+                return
+            if self.patience.waits:
                 self.checkpoint()
+            else:
+                self.patience.postpone(self.checkpoint)
 
     def checkpoint(self, mode: int = apsw.SQLITE_CHECKPOINT_PASSIVE) -> bool:
         """Move the log into the database; False if someone is in the way or the disk fails.
@@ -104,7 +113,7 @@ class Log:
             self._count_pages()
             for _ in range(2):
                 try:
-                    if self._in_doubt:
+                    if self.in_doubt:
                         self.heal_log()
                     logged, moved = self._db.wal_checkpoint(mode=mode)
                 except (apsw.BusyError, apsw.LockedError):

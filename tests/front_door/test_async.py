@@ -18,6 +18,7 @@ import uvloop
 import holdfast
 from holdfast.async_store import AsyncActiveJournal, AsyncSession, AsyncStore, open_async
 from holdfast.journal.blocks import ToolResult, ToolUse
+from holdfast.journal.engine.log import Log
 from holdfast.recovery.faults import FaultDisk
 from holdfast.recovery.pairing import validate
 
@@ -504,6 +505,69 @@ def test_an_append_does_not_wait_for_the_write_lock_of_another_process(tmp_path:
             await step.commit()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_log_that_reaches_its_cap_is_emptied_behind_the_back_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    monkeypatch.setattr("holdfast.journal.engine.steps.LOG_LOOK_PAGES", 50)
+    monkeypatch.setattr("holdfast.journal.engine.core.LOG_LOOK_PAGES", 50)
+    monkeypatch.setattr("holdfast.journal.engine.log.LOG_TIDY_PAGES", 0)
+    monkeypatch.setattr("holdfast.journal.engine.log.LOG_CAP_PAGES", 100)
+    emptied_by = []
+
+    def note(event: holdfast.StoreEvent) -> None:
+        if event.kind == "checkpoint":
+            emptied_by.append(threading.get_ident())
+
+    async def main() -> None:
+        path = tmp_path / "a.db"
+        async with await open_async(path, durability="process", on_event=note) as store:
+            steps = [
+                await (await store.create_session(f"s{n}")).begin_step() for n in range(streams)
+            ]
+            emptied_by.clear()
+            for i in range(600):
+                await asyncio.gather(*(step.append_text(f"{i},") for step in steps))
+            assert emptied_by
+            assert threading.get_ident() not in emptied_by
+            for step in steps:
+                await step.commit()
+
+    asyncio.run(main())
+    assert texts(tmp_path / "a.db") == ["".join(f"{i}," for i in range(600))] * streams
+
+
+def test_a_log_in_doubt_is_made_sound_behind_the_back_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed write the whole log is written again and synced before the next append."""
+    healed_by = []
+
+    def heal(self: Log) -> None:
+        healed_by.append(threading.get_ident())
+        heal_log(self)
+
+    heal_log = Log.heal_log
+    monkeypatch.setattr(Log, "heal_log", heal)
+
+    async def main(disk: FaultDisk) -> None:
+        path = tmp_path / "a.db"
+        async with await open_async(path, durability="process", vfs=disk.name) as store:
+            step = await (await store.create_session("a")).begin_step()
+            await step.append_text("one ")
+            disk.fail("write", error="full", file="wal")
+            with pytest.raises(holdfast.StoreFull):
+                await step.append_text("two ")
+            await step.append_text("two ")
+            assert healed_by
+            assert threading.get_ident() not in healed_by
+            await step.commit()
+
+    with FaultDisk() as disk:
+        asyncio.run(main(disk))
+    assert texts(tmp_path / "a.db") == ["one two "]
 
 
 def test_a_slow_disk_slows_the_producers_and_memory_stays_flat(

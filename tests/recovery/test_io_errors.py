@@ -360,7 +360,7 @@ def test_a_log_that_is_not_made_sound_after_a_failed_sync_is_found_out(
     """New frames chain onto frames that never reached the disk: all of them go with the power."""
 
     def trust(self: Log) -> None:
-        self._in_doubt = False
+        self.in_doubt = False
 
     monkeypatch.setattr(Log, "heal_log", trust)
     workload = WORKLOADS["one-stream"].at("power")
